@@ -1,5 +1,7 @@
 // Equal rows: sorted by their elements from the left, or as they come, and numbered. Single
 // elements the library sorts, by their bits; rows of several are compared.
+#include <cub/device/device_scan.cuh>
+
 #include "dtensor/tensor/cuda/kernels/bitonic.h"
 #include "dtensor/tensor/cuda/kernels/sort_lines.h"
 
@@ -57,52 +59,48 @@ bool SortElements(const KernelCall& c, int64_t* order) {
 // first[i]: whether row order[i] differs from the one before it.
 template <class X>
 __global__ void __launch_bounds__(kThreads)
-    FindFirst(ComparedRows<X> rows, const int64_t* order, uint8_t* first, int64_t n) {
+    FindFirst(ComparedRows<X> rows, const int64_t* order, int64_t* first, int64_t n) {
   for (int64_t i = GridStart(); i < n; i += GridStep()) {
-    first[i] = i == 0 || !rows.Same(order[i - 1], order[i]);
+    first[i] = i == 0 || !rows.Same(order[i - 1], order[i]) ? 1 : 0;
   }
 }
-
-// number[i]: how many were the first before place i or are there, less one; starts: their places;
-// found: how many there are. One block.
-__global__ void __launch_bounds__(kThreads)
-    NumberRows(const uint8_t* first, int64_t* number, int64_t* starts, int64_t* found, int64_t n) {
-  __shared__ int warps[kThreads / 32];
-  const int t = static_cast<int>(threadIdx.x), lane = t % 32, warp = t / 32;
-  int64_t before = 0;
-  for (int64_t tile = 0; tile < n; tile += kThreads) {
-    const int64_t i = tile + t;
-    const bool mine = i < n && first[i] != 0;
-    const unsigned votes = __ballot_sync(~0u, mine);
-    if (lane == 0) warps[warp] = __popc(votes);
-    __syncthreads();
-    int64_t at = before + __popc(votes & ((2u << lane) - 1u)) - 1;
-    for (int k = 0; k < kThreads / 32; ++k) {
-      if (k < warp) at += warps[k];
-      before += warps[k];
-    }
-    if (i < n) number[i] = at;
-    if (mine) starts[at] = i;
-    __syncthreads();
-  }
-  if (t == 0) *found = before;
+// Adds up what FindFirst wrote: the row of each place is that of the rows found whose number, from
+// 1 up, comes to stand there. Whole numbers: their sum is no matter of its order. False where there
+// is no memory.
+bool NumberRows(const KernelCall& c, int64_t* numbers, int64_t n) {
+  size_t bytes = 0;
+  NoteError(cub::DeviceScan::InclusiveSum(nullptr, bytes, numbers, n, StreamOf(c)));
+  void* const memory = Scratch<char>(c, static_cast<int64_t>(bytes));
+  if (memory == nullptr) return false;
+  NoteError(cub::DeviceScan::InclusiveSum(memory, bytes, numbers, n, StreamOf(c)));
+  return true;
+}
+__device__ inline bool IsFirst(const int64_t* number, int64_t i) {
+  return i == 0 || number[i] != number[i - 1];
 }
 
-// Writes the rows found and, as row order[i] is number[i] of them, `inverse`.
+// Writes the rows found.
 template <class X>
-__global__ void __launch_bounds__(kThreads)
-    WriteRows(ComparedRows<X> rows, const int64_t* order, const uint8_t* first,
-              const int64_t* number, X* values, int64_t n) {
+__global__ void __launch_bounds__(kThreads) WriteRows(ComparedRows<X> rows, const int64_t* order,
+                                                      const int64_t* number, X* values, int64_t n) {
   for (int64_t w = GridStart(); w < n * rows.m; w += GridStep()) {
     const int64_t i = w / rows.m, j = w - i * rows.m;
-    if (first[i] != 0) values[number[i] * rows.m + j] = rows.x[order[i] * rows.m + j];
+    if (IsFirst(number, i)) values[(number[i] - 1) * rows.m + j] = rows.x[order[i] * rows.m + j];
+  }
+}
+// Where each begins, and how many there are.
+__global__ void __launch_bounds__(kThreads)
+    WriteStarts(const int64_t* number, int64_t* starts, int64_t* found, int64_t n) {
+  for (int64_t i = GridStart(); i < n; i += GridStep()) {
+    if (IsFirst(number, i)) starts[number[i] - 1] = i;
+    if (i == n - 1) *found = number[i];
   }
 }
 __global__ void __launch_bounds__(kThreads)
     WriteCounts(const int64_t* order, const int64_t* number, const int64_t* starts,
                 const int64_t* found, int64_t* inverse, int64_t* counts, int64_t n) {
   for (int64_t i = GridStart(); i < n; i += GridStep()) {
-    inverse[order[i]] = number[i];
+    inverse[order[i]] = number[i] - 1;
     const int64_t end = i + 1 < *found ? starts[i + 1] : n;
     counts[i] = i < *found ? end - starts[i] : 0;
   }
@@ -111,40 +109,38 @@ __global__ void __launch_bounds__(kThreads)
 // x [n, m] -> rows, inverse, counts, found; attrs: consecutive
 void UniqueKernel(const KernelCall& c) {
   const int64_t n = c.in[0].sizes[0], m = c.in[0].sizes[1], room = RoomFor(n, kSortTile);
-  auto *order = Scratch<int64_t>(c, room), *number = Scratch<int64_t>(c, n);
-  auto* starts = Scratch<int64_t>(c, n);
-  auto* first = Scratch<uint8_t>(c, n);
-  if (order == nullptr || (n > 0 && (number == nullptr || starts == nullptr || first == nullptr))) {
+  auto* const found = Out<int64_t>(c, 3);
+  if (n == 0) {
+    NoteError(cudaMemsetAsync(found, 0, sizeof(int64_t), StreamOf(c)));
     return;
   }
-  if (n * m > 0) {
-    NoteError(cudaMemsetAsync(c.out[0].data, 0, static_cast<size_t>(n * m * SizeOf(c.out[0].dtype)),
-                              StreamOf(c)));
-  }
-  bool ordered = true;
+  auto *order = Scratch<int64_t>(c, room), *number = Scratch<int64_t>(c, n);
+  auto* starts = Scratch<int64_t>(c, n);
+  if (order == nullptr || number == nullptr || starts == nullptr) return;
   InOrder<<<BlocksFor(room), kThreads, 0, StreamOf(c)>>>(order, n, room);
   CheckLaunch();
+  bool ok = true;
   VisitDType(c.in[0].dtype, [&](auto element) {
     using X = typename decltype(element)::type;
     const ComparedRows<X> rows = {In<X>(c, 0), m};
-    const bool sorts = c.attrs[0].i == 0 && n > 0;
-    if (sorts && m == 1) ordered = SortElements<X>(c, order);
-    if (!ordered) return;
+    const bool sorts = c.attrs[0].i == 0;
+    if (sorts && m == 1) ok = SortElements<X>(c, order);
     if (sorts && m > 1) SortLine(c, order, room, rows);
-    if (n > 0) {
-      FindFirst<<<BlocksFor(n), kThreads, 0, StreamOf(c)>>>(rows, order, first, n);
-      CheckLaunch();
-    }
-    NumberRows<<<1, kThreads, 0, StreamOf(c)>>>(first, number, starts, Out<int64_t>(c, 3), n);
+    if (!ok) return;
+    FindFirst<<<BlocksFor(n), kThreads, 0, StreamOf(c)>>>(rows, order, number, n);
     CheckLaunch();
-    if (n * m == 0) return;
-    WriteRows<<<BlocksFor(n * m), kThreads, 0, StreamOf(c)>>>(rows, order, first, number,
-                                                              Out<X>(c, 0), n);
+    ok = NumberRows(c, number, n);
+    if (!ok || m == 0) return;
+    NoteError(cudaMemsetAsync(c.out[0].data, 0, static_cast<size_t>(n * m * SizeOf(c.out[0].dtype)),
+                              StreamOf(c)));
+    WriteRows<<<BlocksFor(n * m), kThreads, 0, StreamOf(c)>>>(rows, order, number, Out<X>(c, 0), n);
     CheckLaunch();
   });
-  if (n == 0 || !ordered) return;
+  if (!ok) return;
+  WriteStarts<<<BlocksFor(n), kThreads, 0, StreamOf(c)>>>(number, starts, found, n);
+  CheckLaunch();
   WriteCounts<<<BlocksFor(n), kThreads, 0, StreamOf(c)>>>(
-      order, number, starts, Out<int64_t>(c, 3), Out<int64_t>(c, 1), Out<int64_t>(c, 2), n);
+      order, number, starts, found, Out<int64_t>(c, 1), Out<int64_t>(c, 2), n);
   CheckLaunch();
 }
 
