@@ -14,7 +14,7 @@
 
 namespace dtensor {
 
-inline constexpr uint32_t kDeviceTableAbi = 3;
+inline constexpr uint32_t kDeviceTableAbi = 4;
 
 inline constexpr int kMaxReduced = 96;  // arrays of one reduction, inputs and outputs
 

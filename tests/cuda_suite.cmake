@@ -187,7 +187,7 @@ cuda_fault(no_plugin "DTENSOR_CUDA_PLUGIN=/nowhere.so"
 cuda_fault(other_library "DTENSOR_CUDA_PLUGIN=$<TARGET_FILE:cusim_cudart>"
   "error: .*device cuda: loading its plugin .* is none" ${two})
 cuda_fault(other_abi "DTENSOR_CUDA_PLUGIN=$<TARGET_FILE:cuda_old_plugin>"
-  "error: .*device cuda: loading its plugin .*the table has abi 9 .*needs abi 3" ${two})
+  "error: .*device cuda: loading its plugin .*the table has abi 10 .*needs abi 4" ${two})
 cuda_fault(not_opened "DT_CUSIM_FAIL=cudaSetDevice:1=46"
   "error: .*device cuda:0: opening it failed, cudaSetDevice: " ${two})
 cuda_fault(no_stream "DT_CUSIM_FAIL=cudaStreamCreateWithFlags:2=2"
