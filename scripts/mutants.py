@@ -159,10 +159,15 @@ def operand(code, at, step, ends):
     return at + 1 if step < 0 else at
 
 
+def nvcc_compiles(path):
+    """Of these files nothing includes the switches: each of their mutants is built alone."""
+    return path.startswith("tensor/cuda/")
+
+
 def switch(m, number, text):
     """[(offset, end, replacement)]: the mutant's source with a switch in it; None: it has none."""
     on = f"dt_mutant::On({number})"
-    if not m.path.endswith((".cc", ".h", ".inc")):
+    if nvcc_compiles(m.path):
         return None
     if m.kind == "statement":
         return [(m.start, m.start, f"if ({on}) {{}} else {{ "), (m.end + 1, m.end + 1, " }")]
@@ -192,7 +197,7 @@ def switch(m, number, text):
 
 def probe(m, number, text):
     """A statement at the start of the block around the mutant, which notes that it was reached."""
-    if not m.path.endswith((".cc", ".h", ".inc")):  # nvcc's files do not include the switches
+    if nvcc_compiles(m.path):
         return None
     code, depth = blank(text), 0
     for at in range(m.start - 1, -1, -1):
