@@ -81,7 +81,7 @@ if(TARGET train_gpt)
 endif()
 # What kernels and steps launch, move and wait for, against tests/data/cuda_counts.txt; and steps in
 # which any one allocation fails, an eighth of them in CI.
-foreach(name counts allocations kept_launch)
+foreach(name counts allocations kept_launch floor)
   add_executable(cuda_${name}_test cuda/${name}_test.cc)
   target_link_libraries(cuda_${name}_test PRIVATE dtensor_parallel GTest::gtest test_main
     ${CMAKE_DL_LIBS})
@@ -91,6 +91,7 @@ endforeach()
 target_compile_definitions(cuda_counts_test PRIVATE DT_TEST_DATA="${CMAKE_CURRENT_SOURCE_DIR}/data")
 # Pointwise calls whose plan holds the launch.
 cuda_test(cuda_kept_launch_test * DTENSOR_CUDA_BLAS=own)
+cuda_test(cuda_floor_test *)
 cuda_test(cuda_counts_test * DTENSOR_CUDA_BLAS=own DT_CUSIM_RACES=0)
 cuda_test_as(activations cuda_counts_test CudaCounts.AnActivationIsPartOfTheProduct)
 cuda_test(cuda_allocations_test * DT_THIN=1)

@@ -1,0 +1,127 @@
+// The floor on CUDA: copies that begin anywhere, and what is ordered between streams; the stand-in
+// reports what is not.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "dtensor/tensor/device.h"
+#include "dtensor/tensor/tensor.h"
+
+namespace dtensor {
+namespace {
+
+constexpr DeviceType kCuda = DeviceType::kCuda;
+
+RankDevice& Cuda() { return *RankDevices::Current().Get(kCuda).value(); }
+
+Tensor NumbersOnCuda(int64_t n) {
+  std::vector<float> values;
+  for (int64_t i = 0; i < n; ++i) values.push_back(static_cast<float>(i));
+  return Tensor::FromVector(values, {n}).value().To(kCuda).value();
+}
+
+// Vectors are moved only where both sides begin at one.
+TEST(CudaFloor, CopiesConvertsAndFillsFromAnyElementOn) {
+  constexpr DType kTypes[] = {DType::kF64, DType::kF32, DType::kBF16, DType::kI32, DType::kU8};
+  const Tensor numbers = NumbersOnCuda(64);
+  for (const DType from : kTypes) {
+    const Tensor source = numbers.To(from).value();
+    for (const DType to : kTypes) {
+      for (const auto& [at, put] : {std::pair{0, 0}, {1, 0}, {0, 1}, {1, 1}, {3, 7}, {8, 4}}) {
+        const Tensor target = Tensor::Empty({64}, to, kCuda).value();
+        Fill(target, 99);
+        Copy(source.Slice(0, at, 48), target.Slice(0, put, 48));
+        Fill(target.Slice(0, put + 46, 1), 77);
+        std::vector<int64_t> expected(64, 99);
+        for (int i = 0; i < 48; ++i) expected[static_cast<size_t>(put + i)] = at + i;
+        expected[static_cast<size_t>(put + 46)] = 77;
+        EXPECT_EQ(target.ToVector<int64_t>(), expected) << at << " " << put;
+      }
+    }
+  }
+}
+
+TEST(CudaFloor, FillsAndTurnsWhatHasGaps) {
+  const Tensor target = Tensor::Empty({4, 6}, DType::kF32, kCuda).value();
+  Fill(target, 1);
+  Fill(target.Slice(1, 2, 1), 2);                  // a column
+  Fill(target.Slice(0, 3, 1).Transpose(0, 1), 3);  // a row
+  Copy(NumbersOnCuda(4), target.Select(1, 5));
+  EXPECT_EQ(target.ToVector<int64_t>(),
+            (std::vector<int64_t>{1, 1, 2, 1, 1, 0, 1, 1, 2, 1, 1, 1,  //
+                                  1, 1, 2, 1, 1, 2, 3, 3, 3, 3, 3, 3}));
+}
+
+TEST(CudaFloor, AnyByteButZeroIsTrueWhenItIsCopied) {
+  const uint8_t bytes[] = {0, 1, 2, 255};
+  const Tensor source = Tensor::Empty({4}, DType::kBool, kCuda).value();
+  Cuda().Upload(bytes, sizeof(bytes), source.data());
+  const Tensor target = Tensor::Empty({4}, DType::kBool, kCuda).value();
+  Copy(source, target);
+  uint8_t copied[4] = {};
+  ASSERT_TRUE(Cuda().Download(target.data(), sizeof(copied), copied).ok());
+  EXPECT_THAT(copied, testing::ElementsAre(0, 1, 1, 1));
+}
+
+TEST(CudaFloor, ScopesNest) {
+  const Tensor t = NumbersOnCuda(64);
+  Tensor doubled, fourfold;
+  for (int i = 0; i < 2; ++i) {  // of a stream that is new, and of one that was there
+    {
+      const StreamScope scope(Cuda());
+      doubled = t.Clone().value();
+      AddInPlace(doubled, t);
+      {
+        const StreamScope inner(Cuda());
+        fourfold = doubled.Clone().value();
+        AddInPlace(fourfold, doubled);
+      }
+      AddInPlace(fourfold, t);
+    }
+    AddInPlace(doubled, fourfold);
+    EXPECT_EQ(doubled.ToVector<double>()[5], 35);
+  }
+}
+
+TEST(CudaFloor, MemoryThatAnotherStreamUsesIsHandedOutAfterIt) {
+  const StreamHandle outer = Cuda().stream();
+  const Tensor kept = Tensor::Empty({64}, DType::kF32, kCuda).value();
+  StreamHandle side = nullptr;
+  ASSERT_EQ(Cuda().table().stream(Cuda().device()->handle(), &side), 0);
+  Event used;
+  const void* memory = nullptr;
+  {
+    const Tensor t = NumbersOnCuda(64);
+    memory = t.data();
+    const Event ready = Cuda().Record();
+    ready.OrderBefore(side);
+    const TensorRef from = t.ref(), to = kept.ref();
+    ASSERT_EQ(Cuda().table().copy(side, &from, &to), 0);
+    used = Event::Record(Cuda().device(), side);
+    t.buffer().RecordUse(used);
+  }
+  const Tensor next = Tensor::Empty({64}, DType::kF32, kCuda).value();
+  EXPECT_EQ(next.data(), memory);
+  Fill(next, -1);
+  used.OrderBefore(outer);
+  EXPECT_EQ(kept.ToVector<double>()[9], 9);
+  ASSERT_EQ(Cuda().table().stream_free(Cuda().device()->handle(), side), 0);
+}
+
+// What goes up comes by pinned memory of the host, which is used again.
+TEST(CudaFloor, UploadsDoNotOvertakeEachOther) {
+  std::vector<Tensor> all;
+  for (int i = 0; i < 40; ++i) {
+    all.push_back(Tensor::FromVector(std::vector<float>(1000, static_cast<float>(i)), {1000})
+                      .value()
+                      .To(kCuda)
+                      .value());
+  }
+  for (int i = 0; i < 40; ++i) EXPECT_EQ(all[static_cast<size_t>(i)].ToVector<double>()[999], i);
+}
+
+}  // namespace
+}  // namespace dtensor
