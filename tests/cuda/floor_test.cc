@@ -66,6 +66,21 @@ TEST(CudaFloor, AnyByteButZeroIsTrueWhenItIsCopied) {
   EXPECT_THAT(copied, testing::ElementsAre(0, 1, 1, 1));
 }
 
+TEST(CudaFloor, NothingIsCopiedFilledAndAddedToo) {
+  const Tensor none = Tensor::Empty({0, 3}, DType::kF32, kCuda).value();
+  Fill(none, 1);
+  AddInPlace(none, none.To(DType::kI64).value().To(DType::kF32).value());
+  Copy(none.Clone().value(), none);
+  EXPECT_TRUE(none.ToVector<float>().empty());
+  const TensorRef ref = none.ref();  // the table takes it, too
+  const DeviceTable& table = Cuda().table();
+  const double one = 1;
+  EXPECT_EQ(table.fill(Cuda().stream(), &ref, &one, DType::kF64), 0);
+  EXPECT_EQ(table.copy(Cuda().stream(), &ref, &ref), 0);
+  EXPECT_EQ(table.reduce(Cuda().stream(), 1, &ref, 1, &ref, static_cast<int>(ReduceOp::kSum)), 0);
+  EXPECT_EQ(NumbersOnCuda(4).ToVector<int64_t>()[3], 3);  // the device goes on
+}
+
 TEST(CudaFloor, ScopesNest) {
   const Tensor t = NumbersOnCuda(64);
   Tensor doubled, fourfold;
