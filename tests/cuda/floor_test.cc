@@ -55,6 +55,28 @@ TEST(CudaFloor, FillsAndTurnsWhatHasGaps) {
                                   1, 1, 2, 1, 1, 2, 3, 3, 3, 3, 3, 3}));
 }
 
+// A launch takes 8 dims, and reaches so many elements; of other arrays there are several.
+TEST(CudaFloor, TakesMoreDimsThanALaunch) {
+  constexpr int kDims = 12;
+  Tensor turned = NumbersOnCuda(1 << kDims).View(Shape(kDims, 2)).value();
+  for (int d = 0; d < kDims / 2; ++d) turned = turned.Transpose(d, kDims - 1 - d);
+  const std::vector<int64_t> all = turned.ToVector<int64_t>();
+  ASSERT_EQ(all.size(), 1 << kDims);
+  for (int64_t i = 0; i < 1 << kDims; ++i) {
+    int64_t mirrored = 0;
+    for (int d = 0; d < kDims; ++d) mirrored |= (i >> d & 1) << (kDims - 1 - d);
+    ASSERT_EQ(all[static_cast<size_t>(i)], mirrored) << i;
+  }
+}
+TEST(CudaFloor, ReachesFurtherThanALaunch) {
+  constexpr int64_t kFar = (int64_t{1} << 29) + 4;
+  const Tensor whole = Tensor::Empty({2 * kFar + 8}, DType::kBF16, kCuda).value();
+  const Tensor rows = whole.AsStrided({3, 5}, {kFar, 1}, 2);
+  Copy(NumbersOnCuda(15).View({3, 5}).value(), rows);
+  EXPECT_EQ(rows.ToVector<int64_t>(), NumbersOnCuda(15).ToVector<int64_t>());
+  EXPECT_EQ(rows.Select(0, 2).ToVector<int64_t>(), (std::vector<int64_t>{10, 11, 12, 13, 14}));
+}
+
 TEST(CudaFloor, AnyByteButZeroIsTrueWhenItIsCopied) {
   const uint8_t bytes[] = {0, 1, 2, 255};
   const Tensor source = Tensor::Empty({4}, DType::kBool, kCuda).value();
