@@ -4,9 +4,14 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "dtensor/distribute.h"
+#include "dtensor/mesh/launch.h"
+#include "dtensor/ops/ops.h"
 #include "dtensor/tensor/device.h"
 #include "dtensor/tensor/tensor.h"
 
@@ -146,6 +151,32 @@ TEST(CudaFloor, MemoryThatAnotherStreamUsesIsHandedOutAfterIt) {
   used.OrderBefore(outer);
   EXPECT_EQ(kept.ToVector<double>()[9], 9);
   ASSERT_EQ(Cuda().table().stream_free(Cuda().device()->handle(), side), 0);
+}
+
+// What an embedding of two ids, of which the first is good, says on CUDA; "": nothing.
+std::string SaidOf(const DTensor& table, int64_t id) {
+  try {
+    (void)embedding(FromVector(std::vector<int64_t>{1, id}, {2}), table).ToVector<float>();
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "";
+}
+// The word for errors is used again: of a longer one nothing is left.
+TEST(CudaFloor, ErrorsOfKernelsAreSaidAsTheyAreOneAfterTheOther) {
+  const auto run = [](RankContext&) -> absl::Status {
+    const DTensor table = zeros({10, 4});
+    for (const int64_t id : {int64_t{-1234567890123}, int64_t{12345678}, int64_t{-5}}) {
+      EXPECT_EQ(SaidOf(table, 3), "");
+      EXPECT_THAT(SaidOf(table, id),
+                  testing::HasSubstr(absl::StrCat("[embedding] index ", id,
+                                                  " is out of range for 10 rows (position 1) ("
+                                                  "found on the device")));
+    }
+    return absl::OkStatus();
+  };
+  const absl::Status status = RunSpmd(1, run, {.device = kCuda});
+  EXPECT_TRUE(status.ok()) << status;
 }
 
 // What goes up comes by pinned memory of the host, which is used again.
