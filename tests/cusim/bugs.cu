@@ -53,6 +53,11 @@ __global__ void CountOnHost(int* n, bool fine) {
     atomicAdd_system(n, 1);
   }
 }
+__global__ void TellHost(int* word, bool fine) {
+  word[1] = 7;
+  if (fine) __threadfence_system();
+  *const_cast<volatile int*>(word) = 1;
+}
 __global__ void MeetAt(int barrier) { asm volatile("bar.sync %0;" ::"r"(barrier)); }
 __global__ void Divergent(float* x, bool fine) {
   if (fine) {
@@ -190,6 +195,15 @@ void SystemAtomic(bool fine) {
   CHECK(cudaFreeHost(n));
 }
 
+void HostOrder(bool fine) {
+  int* word;
+  CHECK(cudaMallocHost(&word, 2 * sizeof(int)));
+  TellHost<<<1, 1>>>(word, fine);
+  CHECK(cudaDeviceSynchronize());
+  if (word[0] != 1 || word[1] != 7) std::printf("%d %d\n", word[0], word[1]);
+  CHECK(cudaFreeHost(word));
+}
+
 void InterleavedColumns(float* x, bool fine) {
   const cudaStream_t a = NewStream(), b = NewStream();
   CHECK(cudaMemset2DAsync(x, 8, 0, 4, kCount / 2, a));
@@ -304,6 +318,7 @@ int main(int argc, char** argv) {
   if (name == "shared_race") SharedSum<<<1, 64>>>(x, y, fine, true);
   if (name == "global_race") Count<<<4, 32>>>(reinterpret_cast<int*>(x), fine);
   if (name == "system_atomic") SystemAtomic(fine);
+  if (name == "host_order") HostOrder(fine);
   if (name == "divergent_barrier") Divergent<<<1, 64>>>(x, fine);
   if (name == "wrong_barrier") MeetAt<<<1, 64>>>(fine ? 3 : 17);
   if (name == "assertion") Asserts<<<1, 64>>>(x, fine ? 0 : -1);

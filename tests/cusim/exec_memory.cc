@@ -142,6 +142,16 @@ uint8_t* Exec::Global(const Insn& in, uint64_t address, int bytes, int lane, Acc
   if (live_pinned && access == Access::kUpdate && in.scope == Scope::kSystem) {
     Say("system atomic", "on memory of the host, which few devices can have", lane);
   }
+  if (live_pinned && access == Access::kWrite && options.races) {
+    bool& told = block->clocks->of(ThreadOf(lane)).told_host;
+    if (told && in.scope != Scope::kWeak && !in.release) {
+      Say("host order",
+          "a volatile write to memory of the host, which may see it before what this thread wrote "
+          "there earlier: no fence of the system is between",
+          lane);
+    }
+    told |= in.scope == Scope::kWeak;
+  }
   if (!live_pinned) {
     if (access != Access::kWrite && options.uninitialised && !memory.Written(address, bytes)) {
       Say("uninitialised read", "global memory that nothing has written", lane);

@@ -55,6 +55,7 @@ void FenceOp(Exec& e, const Insn& in, uint32_t mask) {
     if (in.scope != Scope::kBlock) clock.known = Joined(clock.known, clock.seen_device);
     clock.fenced = e.block->clocks->Publish(static_cast<uint32_t>(e.ThreadOf(l)));
     clock.fenced_scope = in.scope;
+    if (in.scope == Scope::kSystem) clock.told_host = false;
   });
 }
 

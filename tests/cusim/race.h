@@ -30,6 +30,7 @@ struct ThreadClock {
   // From the last fence: what a relaxed write publishes, and how far.
   KnownPtr fenced;
   Scope fenced_scope = Scope::kWeak;
+  bool told_host = false;  // wrote to memory of the host since the last fence of the system
   // What relaxed reads have seen, which the next fence makes known: of its block, and of all.
   KnownPtr seen_block, seen_device;
 };
