@@ -1,5 +1,6 @@
 // The floor on CUDA: copies that begin anywhere, and what is ordered between streams; the stand-in
 // reports what is not.
+#include <dlfcn.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -177,6 +178,28 @@ TEST(CudaFloor, ErrorsOfKernelsAreSaidAsTheyAreOneAfterTheOther) {
   };
   const absl::Status status = RunSpmd(1, run, {.device = kCuda});
   EXPECT_TRUE(status.ok()) << status;
+}
+
+// A program may use another device itself.
+TEST(CudaFloor, TheDeviceOfTheThreadStays) {
+  const Tensor t = NumbersOnCuda(64);  // loads the plugin, on device 0
+  void* const runtime = dlopen("libcudart.so.13", RTLD_LAZY | RTLD_NOLOAD);
+  ASSERT_NE(runtime, nullptr);
+  const auto count = reinterpret_cast<int (*)(int*)>(dlsym(runtime, "cudaGetDeviceCount"));
+  const auto set = reinterpret_cast<int (*)(int)>(dlsym(runtime, "cudaSetDevice"));
+  const auto get = reinterpret_cast<int (*)(int*)>(dlsym(runtime, "cudaGetDevice"));
+  int devices = 0, current = 0;
+  ASSERT_EQ(count(&devices), 0);
+  if (devices < 2) GTEST_SKIP() << "there is one device";
+  ASSERT_EQ(set(1), 0);
+  const Tensor large = Tensor::Empty({1 << 20}, DType::kF32, kCuda).value();  // memory of its own
+  const Tensor part = large.Slice(0, 0, 64);
+  Copy(t, part);
+  AddInPlace(part, t);
+  EXPECT_EQ(part.ToVector<int64_t>()[63], 126);
+  EXPECT_EQ(get(&current), 0);
+  EXPECT_EQ(current, 1);
+  ASSERT_EQ(set(0), 0);
 }
 
 // What goes up comes by pinned memory of the host, which is used again.
