@@ -54,7 +54,13 @@ class OnDevice {
   cudaError_t error_;
 };
 
-const char* Describe(int error) { return cudaGetErrorString(static_cast<cudaError_t>(error)); }
+const char* Describe(int error) {
+  if (error == cudaErrorInvalidResourceHandle) {
+    return "invalid resource handle: the thread may have another device than its rank's "
+           "(cudaSetDevice)";
+  }
+  return cudaGetErrorString(static_cast<cudaError_t>(error));
+}
 
 int Count(int* number, char* why, size_t size) {
   *number = 0;

@@ -193,13 +193,19 @@ TEST(CudaFloor, TheDeviceOfTheThreadStays) {
   if (devices < 2) GTEST_SKIP() << "there is one device";
   ASSERT_EQ(set(1), 0);
   const Tensor large = Tensor::Empty({1 << 20}, DType::kF32, kCuda).value();  // memory of its own
+  EXPECT_EQ(get(&current), 0);
+  EXPECT_EQ(current, 1);
+  try {  // a launch is refused
+    Fill(large.Slice(0, 0, 64), 1);
+    ADD_FAILURE() << "was launched";
+  } catch (const Error& e) {
+    EXPECT_THAT(e.what(), testing::HasSubstr("another device than its rank's"));
+  }
+  ASSERT_EQ(set(0), 0);
   const Tensor part = large.Slice(0, 0, 64);
   Copy(t, part);
   AddInPlace(part, t);
   EXPECT_EQ(part.ToVector<int64_t>()[63], 126);
-  EXPECT_EQ(get(&current), 0);
-  EXPECT_EQ(current, 1);
-  ASSERT_EQ(set(0), 0);
 }
 
 // What goes up comes by pinned memory of the host, which is used again.
