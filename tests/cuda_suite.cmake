@@ -206,6 +206,10 @@ cuda_fault(memory_of_a_dead_device "DT_CUSIM_FAIL=cudaMalloc:1=719,cudaMalloc:2=
   "error: .*device cuda.* taking memory failed, unspecified launch failure" ${two})
 cuda_fault(launch "DT_CUSIM_FAIL=cudaLaunchKernel:3=719"
   "error: .*device cuda.* failed, .*unspecified launch failure" ${two})
+# Launches after one that was refused do not hide it.
+cuda_fault(sorts "" "^sorted 0 to 1999\n$" sort --device=cuda)
+cuda_fault(first_launch "DT_CUSIM_FAIL=cudaLaunchKernel:1=9"
+  "error: .*device cuda:0: .*invalid configuration argument" sort --device=cuda)
 cuda_fault(hang "DT_CUSIM_LIMIT=3"
   "error: .*device cuda:0: .*the launch timed out and was terminated" ${two})
 cuda_fault(ecc "DT_CUSIM_FAIL=cudaEventQuery:2=214"

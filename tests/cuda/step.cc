@@ -1,7 +1,7 @@
 // A step of a layer of whole numbers, sharded, on the device that --device names: what the faults
 // of tests/cuda_suite.cmake strike. Prints a sum, which is the same on every device and any ranks;
 // with "divide" a kernel finds a division by 0, with "timeline" the step is recorded. With
-// "product": a product of f32, in full.
+// "product": a product of f32, in full; with "sort" a kernel launches several times.
 #include <cstdio>
 #include <string>
 #include <utility>
@@ -50,6 +50,16 @@ absl::Status Product(RankContext& rank) {
   return absl::OkStatus();
 }
 
+// A line of 2000 numbers, sorted by several launches of one kernel of ours.
+absl::Status Sorted() {
+  std::vector<int64_t> values;
+  for (int64_t i = 0; i < 2000; ++i) values.push_back(i * 7 % 2000);
+  const auto sorted = sort(FromVector(values, {2000}))[0].ToVector<int64_t>();
+  std::printf("sorted %lld to %lld\n", static_cast<long long>(sorted[0]),
+              static_cast<long long>(sorted[1999]));
+  return absl::OkStatus();
+}
+
 // The same recorded: how many spans of products the timeline has on the host and on the device, and
 // how many of the latter take time. With `divide`, what the kernel found is still told.
 absl::Status Recorded(RankContext& rank, bool divide) {
@@ -86,6 +96,7 @@ int main(int argc, char** argv) {
   return dtensor::Launch(&argc, argv, [&](dtensor::RankContext& rank) {
     const std::string what = argc > 1 ? argv[1] : "";
     if (what == "product") return dtensor::Product(rank);
+    if (what == "sort") return dtensor::Sorted();
     const bool divide = what.find("divide") != std::string::npos;
     const bool recorded = what.find("timeline") != std::string::npos;
     return recorded ? dtensor::Recorded(rank, divide) : dtensor::Step(rank, divide);
