@@ -33,6 +33,8 @@ endfunction()
 cuda_test(ops_far_bits_test * DT_TEST_DEVICE=cuda DTENSOR_CUDA_BLAS=own DT_THIN=1)
 # Products by cuBLASLt, and what stands behind them.
 cuda_test_as(linear_activation ops_matmul_test LinearActivation.*-*.Sharded DTENSOR_DEVICE=cuda)
+cuda_test_as(linear_activation_own ops_matmul_test LinearActivation.IsTheTwoOps DTENSOR_DEVICE=cuda
+  DTENSOR_CUDA_BLAS=own)
 cuda_test_as(products ops_far_bits_test FarBits.Products* DT_TEST_DEVICE=cuda)
 # PyTorch's values and gradients on one rank.
 cuda_test(ops_torch_samples_test * DTENSOR_DEVICE=cuda DT_ONE_RANK=1)

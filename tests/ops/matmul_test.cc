@@ -191,8 +191,8 @@ std::vector<std::vector<double>> ValuesOf(LinearFn fn, std::vector<DTensor> in, 
 // On CUDA the library does not round the product before the activation.
 TEST(LinearActivation, IsTheTwoOps) {
   for (const DType t : {DType::kF64, DType::kF32, DType::kBF16, DType::kF16}) {
-    // Rows of the product that the library keeps, and that it does not.
-    for (const int64_t n : {16, 7, 0}) {
+    // Rows of the product that the library keeps, and that it does not, and more than a tile has.
+    for (const int64_t n : {16, 7, 70, 0}) {
       const auto make = [t](IntSpan shape, uint64_t seed) {
         return to(FromVector(Noise(Numel(shape), seed), shape), t);
       };
