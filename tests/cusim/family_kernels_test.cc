@@ -221,6 +221,9 @@ TEST(Loss, PicksAndGradientsOnClassShards) {
                .in = {{{7, v.local}, t}, {{7}, t, 1, 2}},
                .out = {{{7}, ComputedIn(t)}},
                .ulps = 16});
+      Operand least = {{7, v.local}, t}, most = {{7}, t};  // rows of nothing else sum to 0
+      least.values = most.values = {-INFINITY};
+      Compare({.op = "sum_exp", .in = {least, most}, .out = {{{7}, ComputedIn(t)}}});
     }
   }
 }
