@@ -94,6 +94,7 @@ target_compile_definitions(cuda_counts_test PRIVATE DT_TEST_DATA="${CMAKE_CURREN
 # Pointwise calls whose plan holds the launch.
 cuda_test(cuda_kept_launch_test * DTENSOR_CUDA_BLAS=own)
 cuda_test(cuda_floor_test * DT_CUSIM_DEVICES=2)
+cuda_test_as(cuda_floor_flush cuda_floor_test *FreeMemoryGoesBack* DT_CUSIM_MEMORY=88080384)
 cuda_test(cuda_counts_test * DTENSOR_CUDA_BLAS=own DT_CUSIM_RACES=0)
 cuda_test_as(activations cuda_counts_test CudaCounts.AnActivationIsPartOfTheProduct)
 cuda_test(cuda_allocations_test * DT_THIN=1)

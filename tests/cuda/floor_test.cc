@@ -154,10 +154,11 @@ TEST(CudaFloor, MemoryThatAnotherStreamUsesIsHandedOutAfterIt) {
   ASSERT_EQ(Cuda().table().stream_free(Cuda().device()->handle(), side), 0);
 }
 
-// What an embedding of two ids, of which the first is good, says on CUDA; "": nothing.
-std::string SaidOf(const DTensor& table, int64_t id) {
+// What a function of two indices, of which the first is good, says on CUDA; "": nothing.
+std::string SaidOf(DTensor (*fn)(const DTensor& table, const DTensor& ids), const DTensor& table,
+                   int64_t id) {
   try {
-    (void)embedding(FromVector(std::vector<int64_t>{1, id}, {2}), table).ToVector<float>();
+    (void)fn(table, FromVector(std::vector<int64_t>{1, id}, {2})).ToVector<float>();
   } catch (const Error& e) {
     return e.what();
   }
@@ -166,13 +167,22 @@ std::string SaidOf(const DTensor& table, int64_t id) {
 // The word for errors is used again: of a longer one nothing is left.
 TEST(CudaFloor, ErrorsOfKernelsAreSaidAsTheyAreOneAfterTheOther) {
   const auto run = [](RankContext&) -> absl::Status {
-    const DTensor table = zeros({10, 4});
-    for (const int64_t id : {int64_t{-1234567890123}, int64_t{12345678}, int64_t{-5}}) {
-      EXPECT_EQ(SaidOf(table, 3), "");
-      EXPECT_THAT(SaidOf(table, id),
+    const auto rows =
+        +[](const DTensor& table, const DTensor& ids) { return embedding(ids, table); };
+    const auto loss =
+        +[](const DTensor& table, const DTensor& ids) { return cross_entropy(table, ids); };
+    const DTensor table = zeros({10, 4}), logits = zeros({2, 10});
+    for (const int64_t id :
+         {int64_t{-1234567890123}, int64_t{12345678}, int64_t{-5}, int64_t{10}}) {
+      EXPECT_EQ(SaidOf(rows, table, 9), "");
+      EXPECT_THAT(SaidOf(rows, table, id),
                   testing::HasSubstr(absl::StrCat("[embedding] index ", id,
                                                   " is out of range for 10 rows (position 1) ("
                                                   "found on the device")));
+      EXPECT_EQ(SaidOf(loss, logits, 9), "");
+      EXPECT_THAT(SaidOf(loss, logits, id),
+                  testing::HasSubstr(absl::StrCat(
+                      "target ", id, " at position 1 is out of range for 10 classes (found")));
     }
     return absl::OkStatus();
   };
@@ -206,6 +216,20 @@ TEST(CudaFloor, TheDeviceOfTheThreadStays) {
   Copy(t, part);
   AddInPlace(part, t);
   EXPECT_EQ(part.ToVector<int64_t>()[63], 126);
+}
+
+// Where the device has no more, what lies free goes back to it first: here 64 of its 84 MiB
+// (tests/cuda_suite.cmake).
+TEST(CudaFloor, FreeMemoryGoesBackBeforeThereIsNone) {
+  const auto take = [](int64_t mib) {
+    return Tensor::Empty({mib << 20}, DType::kU8, kCuda).value();
+  };
+  {
+    const Tensor a = take(32), b = take(32);
+  }
+  const Tensor c = take(28);
+  Fill(c, 1);
+  EXPECT_EQ(c.Slice(0, 0, 1).ToVector<int64_t>()[0], 1);
 }
 
 // What goes up comes by pinned memory of the host, which is used again.
