@@ -10,9 +10,11 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "dtensor/dispatch.h"
 #include "dtensor/distribute.h"
 #include "dtensor/mesh/launch.h"
 #include "dtensor/ops/ops.h"
+#include "dtensor/ops/rules.h"
 #include "dtensor/tensor/device.h"
 #include "dtensor/tensor/tensor.h"
 
@@ -188,6 +190,22 @@ TEST(CudaFloor, ErrorsOfKernelsAreSaidAsTheyAreOneAfterTheOther) {
   };
   const absl::Status status = RunSpmd(1, run, {.device = kCuda});
   EXPECT_TRUE(status.ok()) << status;
+}
+
+// No case line calls this op.
+TEST(CudaFloor, SliceBackwardPutsGradientsWhereTheyWereTaken) {
+  const auto run = [](RankContext&) -> absl::Status {
+    const DTensor dy = FromVector(std::vector<float>{1, 2, 3, 4, 5, 6}, {2, 3});
+    const DTensor dx =
+        Call1(GetOp("slice_backward"), {&dy}, {IntAttr(1), IntAttr(1), IntAttr(2), IntAttr(7)});
+    EXPECT_THAT(dx.ToVector<float>(),
+                testing::ElementsAre(0, 1, 0, 2, 0, 3, 0, 0, 4, 0, 5, 0, 6, 0));
+    return absl::OkStatus();
+  };
+  for (const DeviceType device : {DeviceType::kCpu, kCuda}) {
+    const absl::Status status = RunSpmd(1, run, {.device = device});
+    EXPECT_TRUE(status.ok()) << status;
+  }
 }
 
 // A program may use another device itself.
