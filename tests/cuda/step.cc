@@ -1,7 +1,7 @@
 // A step of a layer of whole numbers, sharded, on the device that --device names: what the faults
 // of tests/cuda_suite.cmake strike. Prints a sum, which is the same on every device and any ranks;
 // with "divide" a kernel finds a division by 0, with "timeline" the step is recorded. With
-// "product": a product of f32, in full; with "sort" a kernel launches several times.
+// "product": a product of f32, in full; with "sort" an op launches several kernels.
 #include <cstdio>
 #include <string>
 #include <utility>
@@ -50,7 +50,7 @@ absl::Status Product(RankContext& rank) {
   return absl::OkStatus();
 }
 
-// A line of 2000 numbers, sorted by several launches of one kernel of ours.
+// A line of 2000 numbers, which takes several launches to sort.
 absl::Status Sorted() {
   std::vector<int64_t> values;
   for (int64_t i = 0; i < 2000; ++i) values.push_back(i * 7 % 2000);

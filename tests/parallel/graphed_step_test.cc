@@ -195,37 +195,61 @@ TEST(GraphedStep, TakesAnyOptimizer) {
   });
 }
 
-// Sorts of more than one launch, by NVIDIA's library on CUDA: of where gradients go, and of values.
-TEST(GraphedStep, TakesLongSorts) {
+// Four steps that reduce `loss_of()`, plainly or as a graph.
+std::vector<double> Losses(Optimizer& o, const std::function<DTensor()>& loss_of, bool graphed) {
+  const auto once = [&] {
+    const DTensor loss = loss_of();
+    o.ZeroGrad();
+    loss.Backward();
+    o.Step();
+    return loss;
+  };
+  GraphedStep step(o, once);
+  std::vector<double> losses;
+  for (int i = 0; i < 4; ++i) losses.push_back((graphed ? step() : once()).Item());
+  EXPECT_EQ(step.captured(), graphed);
+  return losses;
+}
+void ExpectPlainLosses(const std::function<std::vector<double>(bool graphed)>& run) {
   if (!HasGraphs()) GTEST_SKIP() << "see OnADeviceWithoutGraphs";
-  OnFar([] {
-    const auto run = [](bool graphed) {
-      ManualSeed(3);
-      Embedding table(3000, 2);
-      Materialize(table);
-      SGD o(table.NamedParameters(), {.lr = 100});
-      std::vector<int64_t> numbers;
-      for (int64_t i = 0; i < 6000; ++i) numbers.push_back(i * i % 2999);
-      const DTensor ids = FromVector(numbers, {6000}, {.dtype = DType::kI64});
-      const DTensor weights = arange(0, 6000, 1, {.dtype = DType::kF32});
-      const auto once = [&] {
-        const DTensor y = flatten(table(ids), 0, 1),
-                      sorted = sort(flatten(table.weight(), 0, 1))[0];
-        const DTensor loss = mean(y * y) + mean(sorted * weights);
-        o.ZeroGrad();
-        loss.Backward();
-        o.Step();
-        return loss;
-      };
-      GraphedStep step(o, once);
-      std::vector<double> losses;
-      for (int i = 0; i < 4; ++i) losses.push_back((graphed ? step() : once()).Item());
-      EXPECT_EQ(step.captured(), graphed);
-      return losses;
-    };
+  OnFar([&] {
+    ManualSeed(3);
     const std::vector<double> plain = run(false);
     EXPECT_NE(plain[2], plain[3]);
+    ManualSeed(3);
     EXPECT_EQ(run(true), plain);
+  });
+}
+
+// Sorts of more than one launch, by NVIDIA's library on CUDA: of where gradients go, and of values.
+TEST(GraphedStep, TakesLongSorts) {
+  ExpectPlainLosses([](bool graphed) {
+    Embedding table(3000, 2);
+    Materialize(table);
+    SGD o(table.NamedParameters(), {.lr = 100});
+    std::vector<int64_t> numbers;
+    for (int64_t i = 0; i < 6000; ++i) numbers.push_back(i * i % 2999);
+    const DTensor ids = FromVector(numbers, {6000}, {.dtype = DType::kI64});
+    const DTensor weights = arange(0, 6000, 1, {.dtype = DType::kF32});
+    const auto loss = [&] {
+      const DTensor y = flatten(table(ids), 0, 1), sorted = sort(flatten(table.weight(), 0, 1))[0];
+      return mean(y * y) + mean(sorted * weights);
+    };
+    return Losses(o, loss, graphed);
+  });
+}
+
+// Fills of runs read the launch's shift of the generator (GPTs draw masks).
+TEST(GraphedStep, DrawsOn) {
+  ExpectPlainLosses([](bool graphed) {
+    Linear layer(1, 1, false);
+    Materialize(layer);
+    SGD o(layer.NamedParameters(), {.lr = 0.1});
+    const auto loss = [&] {
+      const DTensor noise = rand({3000}) + randn({3000}) + bernoulli(rand({3000}));
+      return mean(noise * layer.weight());
+    };
+    return Losses(o, loss, graphed);
   });
 }
 
